@@ -159,7 +159,7 @@ def shares(
 
     A part is some functions, given as their owner, a module or a class, and their names there.  No function
     given may call another one given.  Where `work` does not call them, `by_parts` does the same work by calls
-    of them.
+    of them: a part's time is taken there, with what the calls cost, and the whole is that of `work`.
     """
     spent = dict.fromkeys(parts, 0.0)
 
@@ -173,22 +173,23 @@ def shares(
 
         return call
 
-    def seconds(call: Callable[[], object]) -> float:
+    def taken_by(call: Callable[[], object]) -> float:
         began = time.process_time()
         call()
         return time.process_time() - began
 
-    whole = None if by_parts is None else seconds(work)
+    whole = None if by_parts is None else taken_by(work)
     functions = [(part, owner, name) for part, (owner, names) in parts.items() for name in names]
     originals = [getattr(owner, name) for _, owner, name in functions]
     try:
         for (part, owner, name), original in zip(functions, originals, strict=True):
             setattr(owner, name, timed(part, original))
-        found = seconds(by_parts or work)
+        found = taken_by(by_parts or work)
     finally:
         for (_, owner, name), original in zip(functions, originals, strict=True):
             setattr(owner, name, original)
-    return [Figure(name=part, unit="", value=taken / (whole or found)) for part, taken in spent.items()]
+    base = found if whole is None else whole
+    return [Figure(name=part, unit="", value=taken / base) for part, taken in spent.items()]
 
 
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:

@@ -68,8 +68,8 @@ def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> 
     """Return the share of the CPU time of `work` in products with weights, and their rate by the peak's.
 
     They are those of `raysweep.models.fused` and of traces by it, without the small products within attention
-    and within norms.  Where an encoder's passes are one call of compiled code, the products are timed in the
-    same passes call by call, and the whole work as it is.  It is done once before, on one thread.
+    and within norms.  Where an encoder's passes are one or two calls of compiled code, the products are timed
+    in the same passes call by call, and the whole work as it is.  It is done once before, on one thread.
     """
     shares = []
 
@@ -116,14 +116,14 @@ def _products(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def call_by_call(work: Callable[[], object]) -> object:
-    """Do some work, whose encoders' passes call kernel by kernel instead of being one call each."""
-    steps, traces = EncoderWeights.whole_for, of_traces.maker
+    """Do some work in which encoders' passes call kernel by kernel, instead of being one call each."""
+    whole_for, maker = EncoderWeights.whole_for, of_traces.maker
     EncoderWeights.whole_for = lambda self, chunk: None  # type: ignore[method-assign]
     of_traces.maker = lambda model: nullcontext()
     try:
         return work()
     finally:
-        EncoderWeights.whole_for, of_traces.maker = steps, traces  # type: ignore[method-assign]
+        EncoderWeights.whole_for, of_traces.maker = whole_for, maker  # type: ignore[method-assign]
 
 
 def rate_on_gpu(work: Callable[[], object]) -> float:

@@ -49,7 +49,7 @@ class Calls:
     """Kernels that another kernel calls by their addresses, each for arguments of certain types.
 
     The other kernel takes what `addresses` returns as an argument, and hands it to the calls that `of`
-    returned.
+    and `later` returned.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Calls:
         each takes kernels in an order of its own: where one compiles a kernel, the others would all wait for
         it.  Callers take no other types: they would read arrays as what these are not.
         """
-        key = low, *callers, *given.values()
+        key = low, *callers, *given.items()
         with self._lock:
             if key not in self._addresses:
                 for caller in callers:

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.fused_oracle import LANGUAGE, draw
 from raysweep.bench import products
 from raysweep.bench.record import Goal
-from raysweep.models.fused.products import array, tensor
+from raysweep.flatness.fused import whole
+from raysweep.models import EncoderConfig
+from raysweep.models.fused.encoder import EncoderWeights
+from raysweep.models.fused.packing import packed
+from raysweep.models.fused.products import FAST, array, tensor
 from raysweep.models.fused.weights import Matrix
 
 
@@ -60,3 +65,21 @@ def test_a_share_of_the_peak_is_measured_between_two_of_its_products(monkeypatch
     figure = products.share_of_gemm(1200, work, goal=0.5)
     assert (figure.value, figure.goal) == (0.5, Goal(sense="at least", value=0.5))
     assert products.share_of_gemm(1200, work).goal is None
+
+
+def test_passes_are_call_by_call_for_a_while() -> None:
+    model = EncoderConfig(shape="32/2/2/48").build(LANGUAGE, seed=0)
+    batch = draw()
+    [chunk] = packed(batch, model, 10_000)
+    weights = EncoderWeights(model, torch.float32)
+
+    def at_once() -> list[bool]:
+        with whole.maker(model) as maker:
+            return [weights.whole_for(chunk) is not None, maker is not None]
+
+    before = at_once()
+    assert products.call_by_call(at_once) == [False, False]
+    with pytest.raises(ZeroDivisionError):
+        products.call_by_call(lambda: 1 / 0)
+    assert at_once() == before
+    assert before == [FAST, FAST]

@@ -12,7 +12,7 @@ class _Used(ctypes.Structure):
     _fields_ = tuple((f"number{k}", ctypes.c_size_t) for k in range(1, 11))
 
 
-def assert_gives_back(work: Callable[[], object]) -> None:
+def assert_gives_back(work: Callable[[], object], label: object = "") -> None:
     """Assert that calls leave no memory in use; skip where nobody can tell."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
@@ -33,4 +33,4 @@ def assert_gives_back(work: Callable[[], object]) -> None:
             work()
         left.append(abs(used() - before))
     # The smallest arrays have a line of the cache, 64 bytes.
-    assert left[-1] < 10_000, left
+    assert left[-1] < 10_000, (label, left)

@@ -291,7 +291,7 @@ def test_all_memory_is_given_back(
                 partial(whole.learn, chunk, np.float32(1), *given),
                 partial(whole.encode, chunk, *given),
             ):
-                assert_gives_back(work)
+                assert_gives_back(work, (mask, work))
 
 
 def test_what_is_not_finite_shows_in_the_loss() -> None:

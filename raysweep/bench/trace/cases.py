@@ -145,11 +145,8 @@ def _shares(what: Subject, inputs: int) -> list[Figure]:
     parts: dict[str, tuple[object, Sequence[str]]] = {
         "in attention": (attention, ["attend", "attend_backward", "gather", "gather_backward"]),
         "in activations": (kernels, ["gelu", "gelu_backward"]),
-        "in LayerNorms, forward": (kernels, ["embed", "norm", "junction", "transform"]),
-        "in LayerNorms, backward, with the norms of their gradients": (
-            ChunkNorms,
-            ["scale", "norm", "junction"],
-        ),
+        "in LayerNorms, forward": (kernels, ["embed", "norm", "junction"]),
+        "in LayerNorms, backward, with the norms of their gradients": (ChunkNorms, ["norm", "junction"]),
     }
     if isinstance(what.model, LSTM):
         norms = LSTMNorms

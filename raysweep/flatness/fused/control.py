@@ -1,4 +1,4 @@
-"""Passes over the rows of an encoder's head, of its control statistics (`raysweep.flatness.trace.control`).
+"""Compiled passes over rows for the control statistics of an encoder (`raysweep.flatness.trace.control`).
 
 Importing this module imports numba, so it is imported where it is first used.
 """
@@ -14,7 +14,7 @@ _F0, _F1 = np.float32(0.0), np.float32(1.0)
 
 
 @kernel(**COMPILED)
-def turned(u, eps, weight, bias, n, ss, ssn, lengths):  # type: ignore[no-untyped-def]
+def jacobians(u, eps, weight, bias, n, ss, ssn, lengths):  # type: ignore[no-untyped-def]
     """Write ‖h‖² [B] for h = LayerNorm(gelu(u)), and n, s² and s² n [B, D] of its Jacobian J by u.
 
     With γ the LayerNorm's weight, (Jᵀx)_j = s_j (γ_j x_j − mean(γ ∘ x) − n_j mean(n ∘ γ ∘ x)).  This is in
@@ -34,18 +34,19 @@ def turned(u, eps, weight, bias, n, ss, ssn, lengths):  # type: ignore[no-untype
             e = value[j] - middle
             spread += e * e
         scale = _F1 / np.sqrt(spread / np.float32(D) + eps)
-        length = _F0
         for j in range(D):
             z, s = (value[j] - middle) * scale, np.float64(slope[j] * scale)
-            h = z * weight[j] + bias[j]
-            length += h * h
+            value[j] = z * weight[j] + bias[j]
             n[i, j], ss[i, j], ssn[i, j] = z, s * s, s * s * z
+        length = _F0
+        for j in range(D):
+            length += value[j] * value[j]
         lengths[i] = length
 
 
 @kernel(**INLINE)
-def _length(x, gamma, n, ss, ssn, one, two, three, share):  # type: ignore[no-untyped-def]
-    """Return ‖Jᵀx‖²; one, two and three are sums of s², s² n and s² n², and `share` is 1 / D."""
+def _length(x, gamma, n, ss, ssn, sum_ss, sum_ssn, sum_ssnn, share):  # type: ignore[no-untyped-def]
+    """Return ‖Jᵀx‖², given the sums of s², s² n and s² n², and 1 / D as `share`."""
     mean = by_n = square = by_s = by_sn = 0.0
     for j in range(len(x)):
         e = gamma[j] * x[j]
@@ -57,11 +58,11 @@ def _length(x, gamma, n, ss, ssn, one, two, three, share):  # type: ignore[no-un
     mean *= share
     by_n *= share
     found = square - 2.0 * (mean * by_s + by_n * by_sn)
-    return found + mean * mean * one + 2.0 * mean * by_n * two + by_n * by_n * three
+    return found + mean * mean * sum_ss + 2.0 * mean * by_n * sum_ssn + by_n * by_n * sum_ssnn
 
 
 @kernel(**COMPILED)
-def apart(g, mean, gamma, n, ss, ssn, squares, of_n, sums, found):  # type: ignore[no-untyped-def]
+def centred_forms(g, mean, gamma, n, ss, ssn, squares, of_n, sums, found):  # type: ignore[no-untyped-def]
     """found [B] = ‖Jᵀg‖² − Σ_c p_c ‖Jᵀw_c‖² + ‖Jᵀm‖², of cotangents g and their mean m [B, D].
 
     With x_c = γ ∘ w_c, a_c the mean of x_c and b_c that of n ∘ x_c, `squares` [B, D] are Σ p_c (x_c² − 2 a_c
@@ -70,13 +71,13 @@ def apart(g, mean, gamma, n, ss, ssn, squares, of_n, sums, found):  # type: igno
     B, D = g.shape
     share = 1.0 / D
     for i in range(B):
-        one = two = three = expected = 0.0
+        sum_ss = sum_ssn = sum_ssnn = expected = 0.0
         for j in range(D):
-            one += ss[i, j]
-            two += ssn[i, j]
-            three += ssn[i, j] * n[i, j]
+            sum_ss += ss[i, j]
+            sum_ssn += ssn[i, j]
+            sum_ssnn += ssn[i, j] * n[i, j]
             expected += ss[i, j] * squares[i, j] - 2.0 * ssn[i, j] * of_n[i, j]
-        expected += sums[i, 0] * one + 2.0 * sums[i, 1] * two + sums[i, 2] * three
-        own = _length(g[i], gamma, n[i], ss[i], ssn[i], one, two, three, share)
-        own += _length(mean[i], gamma, n[i], ss[i], ssn[i], one, two, three, share)
+        expected += sums[i, 0] * sum_ss + 2.0 * sums[i, 1] * sum_ssn + sums[i, 2] * sum_ssnn
+        own = _length(g[i], gamma, n[i], ss[i], ssn[i], sum_ss, sum_ssn, sum_ssnn, share)
+        own += _length(mean[i], gamma, n[i], ss[i], ssn[i], sum_ss, sum_ssn, sum_ssnn, share)
         found[i] = own - expected

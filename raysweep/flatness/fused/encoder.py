@@ -1,4 +1,4 @@
-"""The norms of an encoder, by its compiled forward and backward pass.
+"""The norms of an encoder, by its compiled forward and backward pass, kernel by kernel; see also `.whole`.
 
 Importing this module imports numba, so it is imported where it is first used.
 """

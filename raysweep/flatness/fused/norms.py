@@ -4,7 +4,8 @@ The forward and backward pass are those of `raysweep.models.fused`: packed sente
 autograd.  Where training adds to a parameter's gradient, this takes the norms of
 `raysweep.flatness.norms.ghost` for every sentence, by compiled loops over its words
 (raysweep.flatness.fused.kernels).  Test vectors are made from the logits between the two passes; each of
-several takes a backward pass of its own.
+several takes a backward pass of its own.  Where all products of an encoder are compiled ones, each pass of a
+chunk is one call (raysweep.flatness.fused.whole).
 
 It takes models that are exactly `Encoder` or `LSTM`, in float32 on a processor, with the decoder tied to the
 embedding and no hooks or replaced forwards, and inputs of at most `LONGEST` words with one masked word each

@@ -24,7 +24,7 @@ from raysweep.models.fused.weights import Matrix, Vector
 
 
 class Sink(Protocol):
-    """A receiver of the factors of gradients in a backward pass."""
+    """A receiver of the factors of gradients, which also does the backward passes of LayerNorms."""
 
     def linear(
         self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None, heads: int
@@ -75,7 +75,7 @@ class TappedMatrix(Matrix):
 
 @dataclass(frozen=True)
 class TappedNorm(Norm):
-    """A LayerNorm that is observed by the last of `sinks`."""
+    """A LayerNorm whose norms, and backward pass outside of the head, are left to the last of `sinks`."""
 
     name: str
     sinks: list[Sink]
@@ -169,7 +169,7 @@ class ChunkNorms(ABC):
         kernels.junction(post, d, d_y, weight, s, stats, d_o, bounds, *self._vectors(name, len(s)))
 
     def _vectors(self, name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the norms of a module's weight and bias, which has so many rows."""
+        """Return where the norms of a module's weight and bias are put; its inputs have so many rows."""
         count = len(self._bounds(rows)) - 1
         weight, bias = self._found[f"{name}.weight"], self._found[f"{name}.bias"] = np.zeros((2, count))
         return weight, bias

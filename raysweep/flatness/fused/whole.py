@@ -75,19 +75,19 @@ from raysweep.models.fused.whole import (
 _VECTOR, _MATRIX = types.int64[::1], types.float32[:, ::1]
 
 
-class Apart:
+class ChunkPasses:
     """The passes of an encoder's chunks with certain weights, float32, without sums of gradients.
 
-    The weights are those for which `tables.serves` is true.  `rows` says which norms a parameter has: 0 for
-    a weight and 1 for a bias, and the number of its module.
+    `tables.serves(weights, apart=True)` must be true.  `rows` has by a parameter's name where its norms are:
+    0 for a weight or 1 for a bias, and its module's number.
     """
 
     def __init__(self, weights: EncoderWeights) -> None:
         calls = parts.CALLS.addresses(
             np.dtype(np.float32),
             {
-                _enter: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _MATRIX, types.none],
-                _leave: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _VECTOR, _VECTOR, types.none],
+                _forward: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _MATRIX, types.none],
+                _backward: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _VECTOR, _VECTOR, types.none],
                 _clear: [SHELF_TYPE, types.none],
             },
             {
@@ -122,7 +122,7 @@ class Apart:
 class WholeNorms:
     """The norms of the sentences of one chunk; see `raysweep.flatness.fused.taps.ChunkNorms`."""
 
-    def __init__(self, model: Encoder, made: Apart, chunk: Chunk) -> None:
+    def __init__(self, model: Encoder, made: ChunkPasses, chunk: Chunk) -> None:
         self._shelf = np.zeros((EACH * made.tables.layers + PLACES, 3), dtype=np.int64)
         self._chunk, self._made = chunk, made
         self._words = tables.words(made.tables, chunk, *dropped(model, None), apart=True)
@@ -133,7 +133,7 @@ class WholeNorms:
         logits, hidden = (
             np.zeros((count, t.matrices[TOKENS, size]), dtype=np.float32) for size in (OUTPUTS, INPUTS)
         )
-        _enter(t, self._words, self._shelf, logits, hidden)
+        _forward(t, self._words, self._shelf, logits, hidden)
         logits += self._made.weights.decoder_bias.value
         return torch.from_numpy(logits), torch.from_numpy(hidden)
 
@@ -145,30 +145,30 @@ class WholeNorms:
         if not self._shelf.any():
             raise RuntimeError("the last backward pass of these norms is done, or their forward pass is not")
         chunk, made, shelf = self._chunk, self._made, self._shelf
-        if last:
-            # What is on it is given back in the call, even if that fails.
-            self._shelf = np.zeros_like(shelf)
-        found = np.zeros((2, made.modules, len(chunk.starts) - 1))
+        given, found = array(v.float().contiguous()), np.zeros((2, made.modules, len(chunk.starts) - 1))
         words = self._words._replace(again=not last, norms=found)
-        _leave(made.tables, words, shelf, array(v.contiguous()), chunk.ids, chunk.at)
+        if last:
+            # The call gives back what is on it.  Nothing may be given back twice: after an error, it is lost.
+            self._shelf = np.zeros_like(shelf)
+        _backward(made.tables, words, shelf, given, chunk.ids, chunk.at)
         # A softmax does not see what the biases of all keys have in common: anything else is rounding.
         found[1, made.keys] = 0
         places = np.array([made.rows[name] for name in names])
         return torch.from_numpy(np.ascontiguousarray(found[places[:, 0], places[:, 1]].T))
 
     def __del__(self) -> None:
-        # No backward pass may have been the last one.
+        # It may be that no backward pass was the last one.
         _clear(self._shelf)
 
 
 #: Passes that nobody uses, known from one measurement of a small model to the next: to make them takes
 #: noticeable time.
-_spare: WeakKeyDictionary[Encoder, Apart] = WeakKeyDictionary()
+_spare: WeakKeyDictionary[Encoder, ChunkPasses] = WeakKeyDictionary()
 
 
 @contextmanager
 def maker(model: Encoder) -> Iterator[Callable[[Chunk], WholeNorms] | None]:
-    """Give a maker of the norms of a chunk, with the weights as they are now and stay meanwhile.
+    """Give a maker of the norms of a chunk.  The weights are as they are now, and must stay so meanwhile.
 
     None where torch computes products of many rows.
     """
@@ -177,7 +177,7 @@ def maker(model: Encoder) -> Iterator[Callable[[Chunk], WholeNorms] | None]:
         made.weights.renew()
     else:
         weights = EncoderWeights(model, torch.float32)
-        made = Apart(weights) if tables.serves(weights, apart=True) else None
+        made = ChunkPasses(weights) if tables.serves(weights, apart=True) else None
     yield None if made is None else partial(WholeNorms, model, made)
     if made is not None and now.small and made.rest():
         _spare[model] = made
@@ -185,7 +185,7 @@ def maker(model: Encoder) -> Iterator[Callable[[Chunk], WholeNorms] | None]:
 
 def _modules(weights: EncoderWeights) -> Iterator[tuple[str, int]]:
     """Yield the names of modules, each with its number."""
-    layers, first = len(weights.layers), 0
+    layers = len(weights.layers)
     last = f"layers.{layers - 1}"
     yield from ((name, number) for number, name in enumerate(("decoder", "head_dense")))
     yield from ((f"{last}.{name}", number) for number, name in enumerate(("query", "key", "value"), 2))
@@ -205,7 +205,7 @@ def _modules(weights: EncoderWeights) -> Iterator[tuple[str, int]]:
 
 
 @kernel(**COMPILED)
-def _enter(t, w, shelf, logits, hidden):  # type: ignore[no-untyped-def]
+def _forward(t, w, shelf, logits, hidden):  # type: ignore[no-untyped-def]
     """Do the forward pass; add the logits without the decoder's bias, and the hidden states, to zeros."""
     M, D = np.int64(len(hidden)), np.int64(hidden.shape[1])
     states = forward(t, w, shelf, False)
@@ -216,7 +216,7 @@ def _enter(t, w, shelf, logits, hidden):  # type: ignore[no-untyped-def]
 
 
 @kernel(**COMPILED)
-def _leave(t, w, shelf, v, ids, at):  # type: ignore[no-untyped-def]
+def _backward(t, w, shelf, v, ids, at):  # type: ignore[no-untyped-def]
     """Do the backward pass from v [M, V], which takes all norms; `ids` and `at` [N] are the chunk's."""
     D, N, base = t.matrices[TOKENS, INPUTS], np.int64(len(w.place)), EACH * t.layers
     given = np.int64(v.ctypes.data), np.int64(len(v)), np.int64(v.shape[1])

@@ -21,9 +21,10 @@ rows of W and m = Σ_c p_c w_c:
 
 where J = ∂h/∂u is diagonal but for two terms of rank one, so that the last sum is a few matrix products of
 the size of the logits.  Cost: about 12·C·D operations a masked word for C logits and width D, in float64,
-since means of confident inputs are small differences.  Where that is more than what the body of the model
-costs, as it is for small models of large vocabularies, there is no control (`pays`): it would take longer
-than the inputs that it spares.
+since means of confident inputs are small differences.  On a processor, u and J of float32 weights are
+float32: forms and their means share J, so means stay zero.  Where the statistics cost more than the body of
+the model, as for small models of large vocabularies, there are none (`pays`): they would take longer than the
+inputs that they spare.
 
 Source of the method: Owen, "Monte Carlo theory, methods and examples" (2013), section 8.9.
 """
@@ -67,7 +68,7 @@ def pays(model: Encoder | LSTM) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Dense:
-    """The part of an encoder's head before the decoder, in float64, with sums over the decoder's rows."""
+    """The part of an encoder's head before the decoder, with sums over the decoder's rows, in float64."""
 
     weight: Tensor
     bias: Tensor
@@ -78,13 +79,13 @@ class _Dense:
     rows: Tensor
     squares: Tensor
     means: Tensor
-    #: Weight, bias, γ and β as they were given.
-    single: tuple[Tensor, Tensor, Tensor, Tensor]
+    #: Weight, bias, γ and β in the model's own precision.
+    given: tuple[Tensor, Tensor, Tensor, Tensor]
 
     @property
     def compiled(self) -> bool:
-        """Whether compiled passes can take the head: float32 on a processor."""
-        return all(x.dtype == torch.float32 and x.device.type == "cpu" for x in self.single)
+        """True where compiled passes can take the head: float32 on a processor."""
+        return all(x.dtype == torch.float32 and x.device.type == "cpu" for x in self.given)
 
 
 class Control:
@@ -113,7 +114,7 @@ class Control:
                 rows=rows,
                 squares=rows.square(),
                 means=rows.mean(dim=1),
-                single=tuple(x.detach().clone() for x in (dense.weight, dense.bias, norm.weight, norm.bias)),
+                given=tuple(x.detach().clone() for x in (dense.weight, dense.bias, norm.weight, norm.bias)),
             )
             self.at, self.size = model.head_dense, 4
 
@@ -186,22 +187,22 @@ class Control:
 
     @staticmethod
     def _below_compiled(head: _Dense, p: Tensor, g: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Do what `_below` does for float32 on a processor, where passes over rows are compiled ones."""
+        """Do what `_below` does for float32 on a processor, by compiled passes over rows; J is float32."""
         from raysweep.flatness.fused import control
 
-        single, norm = head.single, head.norm
-        u = F.linear(y, single[0], single[1])
-        n, ss, ssn = torch.empty(3, *u.shape, dtype=torch.float64)
-        length, apart = torch.empty(2, len(u), dtype=torch.float64)
-        control.turned(
-            u.numpy(), np.float32(norm.eps), single[2].numpy(), single[3].numpy(),
+        (weight, bias, gamma, beta), norm = head.given, head.norm
+        u = F.linear(y, weight, bias)
+        n, ss, ssn = u.new_empty(3, *u.shape, dtype=torch.float64)
+        length, apart = u.new_empty(2, len(u), dtype=torch.float64)
+        control.jacobians(
+            u.numpy(), np.float32(norm.eps), gamma.numpy(), beta.numpy(),
             n.numpy(), ss.numpy(), ssn.numpy(), length.numpy(),
         )  # fmt: skip
         pa, b = p * head.means, n @ head.rows.T / u.shape[1]
         pb = p * b
         squares = torch.addmm(p @ head.squares, pa, head.rows, alpha=-2)
         sums = torch.stack([pa @ head.means, pb @ head.means, torch.linalg.vecdot(pb, b)], dim=1)
-        control.apart(
+        control.centred_forms(
             g.numpy(), mean.numpy(), head.gamma.numpy(), n.numpy(), ss.numpy(), ssn.numpy(),
             squares.numpy(), (pb @ head.rows).numpy(), sums.numpy(), apart.numpy(),
         )  # fmt: skip

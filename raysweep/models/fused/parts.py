@@ -2,7 +2,8 @@
 
 A matrix is its address and two lengths here, a vector its address and its length
 (`raysweep.compiled.addresses`).  Those that `low` made are in the precision of the weights, all others are
-float32.  `t` are `Tables`, and `w` are `Words`.
+float32.  `t` are `Tables`, and `w` are `Words`; with `Words.apart`, norms of gradients are taken in place of
+sums.
 """
 
 from __future__ import annotations

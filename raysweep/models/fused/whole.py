@@ -1,6 +1,7 @@
 """Both passes of an encoder's chunk in one call of compiled code.
 
 It does what `raysweep.models.fused.encoder.Pass` does, by the same kernels in the same order.
+Traces make two calls of the same parts (`raysweep.flatness.fused.whole`).
 Each number is the same, unless torch computes a product of few rows for `Pass`: here all are compiled ones.
 `Pass` calls kernels from Python, some twenty for each layer.  Each such call looks at its arguments anew,
 which for small models takes about as long as the arithmetic.  `Pass` serves where something else is wanted
@@ -278,8 +279,7 @@ def backward(t, w, shelf, d_y):  # type: ignore[no-untyped-def]
     """Return the gradient of the embedded words, given that of the encoder's output [M, D].
 
     It has a row for each word that enters, or for each word of the chunk where gradients are apart.  The
-    memory of d_y is given back, and what is on the shelf is let go, but for the embedded words and their
-    LayerNorms' statistics.
+    memory of d_y is given back, and what layers and `ask` put on the shelf is let go.
     """
     v, D, base, last = t.vectors, d_y[2], EACH * t.layers, t.layers - 1
     n, N, M = np.int64(len(w.ids)), np.int64(len(w.place)), np.int64(len(w.masked))

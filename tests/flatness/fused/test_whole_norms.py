@@ -86,7 +86,7 @@ def test_all_memory_is_given_back(
     """It is so even where no backward pass was the last one, or where there was none."""
     model = make_model(norm, torch.float32, 5, shape=shape)
     work, given = fused.FusedNorms(model), make_ids(n, 5)
-    [v] = [torch.ones(n, model.total_vocabulary)]
+    v = torch.ones(n, model.total_vocabulary)
 
     def measure() -> list[Tensor]:
         [forward] = work.batches(*given)

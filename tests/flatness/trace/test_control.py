@@ -72,11 +72,10 @@ def test_statistics_are_forms_less_their_means(kind, make_model):
     torch.testing.assert_close(found, truth - size, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", ["pre", "post"])
-def test_compiled_statistics_are_those_of_float64_and_their_means_are_zero(kind, make_model, monkeypatch):
-    model = make_model(norm=kind, dtype=torch.float32)
-    hidden, logits = (x.float() for x in states(make_model(norm=kind)))
-    p = logits.double().softmax(dim=1)
+def test_compiled_statistics_are_those_of_float64_and_their_means_are_zero(make_model, monkeypatch):
+    model = make_model()
+    hidden, logits = (x.float() for x in states(model))
+    model, p = model.float(), logits.double().softmax(dim=1)
     control, double = Control.of(model, "rademacher"), Control.of(model.double(), "rademacher")
     taken, own = [], Control._below_compiled
     monkeypatch.setattr(Control, "_below_compiled", staticmethod(lambda *g: taken.append(1) or own(*g)))
@@ -99,9 +98,9 @@ def test_confident_logits_leave_nothing_of_rounding(make_model, dtype):
     hidden, logits = states(model)
     logits = logits.float() * 200
     [(v, _)] = cotangents(logits, torch.arange(6), kind="rademacher", seed=0, draws=1)
-    control = Control.of(make_model(dtype=dtype), "rademacher")
-    found = control.statistics(logits, hidden.float(), v)
     scale = forms(model, hidden, logits, torch.full_like(logits, 1.0).double())
+    control = Control.of(model.to(dtype), "rademacher")
+    found = control.statistics(logits, hidden.float(), v)
     assert (found.abs() <= 1e-6 * scale).all()
 
 

@@ -265,6 +265,25 @@ def test_only_traces_of_the_same_parameters_are_compared(make_model, make_ids):
         compare(estimates)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_keys_are_those_of_one_word_after_the_other(make_ids, several):
+    """Estimates of different runs are paired by their inputs' keys, so these must stay what they are."""
+    ids, positions = make_ids(64, 6)
+    if several:
+        positions = torch.stack([positions, torch.full_like(positions, -1)], dim=1)
+    found = keys(ids, positions, 5)
+    for sentence, where, key in zip(ids.tolist(), positions.reshape(64, -1).tolist(), found, strict=True):
+        hashed, power = 0, 1
+        for t, token in enumerate(sentence):
+            power = power * 0x9E3779B97F4A7C15 % 2**64
+            if token != 5:
+                word = 2 * token + (t in where) + 1
+                product = power * (word ^ word << 17) % 2**64
+                signed = product - (product >> 63 << 64)
+                hashed = (hashed + (signed ^ signed >> 29)) % 2**64
+        assert hashed == int(key) % 2**64
+
+
 def test_padding_is_no_part_of_an_inputs_key(make_ids):
     ids, positions = make_ids(64, 4)
     hidden = ids.scatter(1, positions[:, None], 6)
