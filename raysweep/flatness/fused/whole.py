@@ -41,7 +41,7 @@ from raysweep.models.fused.parts import (
     through_norm,
 )
 from raysweep.models.fused.products import array
-from raysweep.models.fused.step import known
+from raysweep.models.fused.step import Known, known
 from raysweep.models.fused.tables import (
     EACH_MODULES,
     EMBEDDING,
@@ -113,10 +113,10 @@ class ChunkPasses:
         self.rows["position_embedding.weight"] = 0, self.modules - 1
         self.keys = [number for name, (_, number) in self.rows.items() if name.endswith("key.bias")]
 
-    def rest(self) -> bool:
-        """Make way for other values of the weights; return whether these passes may be kept."""
+    def renew(self) -> None:
+        """Take the weights as they are now."""
         forget(self.tables)
-        return self.weights.rest()
+        self.weights.renew()
 
 
 class WholeNorms:
@@ -142,6 +142,8 @@ class WholeNorms:
 
         There is no second backward pass unless `last` is False.
         """
+        if v.shape != (len(self._chunk.masked), self._made.tables.matrices[TOKENS, OUTPUTS]):
+            raise ValueError(f"vectors {list(v.shape)} at {len(self._chunk.masked)} masked words")
         if not self._shelf.any():
             raise RuntimeError("the last backward pass of these norms is done, or their forward pass is not")
         chunk, made, shelf = self._chunk, self._made, self._shelf
@@ -163,7 +165,7 @@ class WholeNorms:
 
 #: Passes that nobody uses, known from one measurement of a small model to the next: to make them takes
 #: noticeable time.
-_spare: WeakKeyDictionary[Encoder, ChunkPasses] = WeakKeyDictionary()
+_spare: WeakKeyDictionary[Encoder, tuple[Known, ChunkPasses]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -172,15 +174,15 @@ def maker(model: Encoder) -> Iterator[Callable[[Chunk], WholeNorms] | None]:
 
     None where torch computes products of many rows.
     """
-    now, made = known(model), _spare.pop(model, None)
-    if made is not None and made.weights.serve(now.parameters, torch.float32):
-        made.weights.renew()
+    now, (before, made) = known(model), _spare.pop(model, (None, None))
+    if made is not None and before is now and made.weights.serve(now.parameters, torch.float32):
+        made.renew()
     else:
         weights = EncoderWeights(model, torch.float32)
         made = ChunkPasses(weights) if tables.serves(weights, apart=True) else None
     yield None if made is None else partial(WholeNorms, model, made)
-    if made is not None and now.small and made.rest():
-        _spare[model] = made
+    if made is not None and now.small and made.weights.rest():
+        _spare[model] = now, made
 
 
 def _modules(weights: EncoderWeights) -> Iterator[tuple[str, int]]:

@@ -100,6 +100,8 @@ def test_no_backward_pass_follows_the_last_one(make_model: Any, make_ids: Any) -
     model, (ids, positions) = make_model("pre", torch.float32), make_ids(10, 4)
     [forward] = fused.FusedNorms(model).batches(ids, positions)
     v = torch.ones(10, model.total_vocabulary)
+    with pytest.raises(ValueError, match=r"vectors \[10, 2\] at 10 masked words"):
+        forward.norms(v[:, :2], True)
     first, last = forward.norms(v, False), forward.norms(v, True)
     assert torch.equal(first, last)
     with pytest.raises(RuntimeError, match="the last backward pass of these norms is done"):
@@ -119,6 +121,23 @@ def test_what_is_kept_takes_the_weights_as_they_are(make_model: Any, make_ids: A
     # A parameter in another place, and another epsilon.
     model.layers[0].up.weight = torch.nn.Parameter(2 * model.layers[0].up.weight.detach())
     model.head_norm.eps = 0.1
+    found = input_traces(model, *given)
+    assert torch.equal(found.values, input_traces(copy.deepcopy(model), *given).values)
+    # Another module with the same parameters.
+    other = torch.nn.LayerNorm(32, eps=0.5)
+    other.weight, other.bias = model.head_norm.weight, model.head_norm.bias
+    model.head_norm = other
+    found = input_traces(model, *given)
+    assert torch.equal(found.values, input_traces(copy.deepcopy(model), *given).values)
+
+
+def test_norms_that_outlive_their_batches_leave_no_layouts(make_model: Any, make_ids: Any) -> None:
+    model, given = make_model("post", torch.float32, 5, shape="32/2/2/48"), make_ids(60, 5)
+    [forward] = fused.FusedNorms(model).batches(*given)
+    forward.norms(torch.ones(60, model.total_vocabulary), True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
     found = input_traces(model, *given)
     assert torch.equal(found.values, input_traces(copy.deepcopy(model), *given).values)
 
