@@ -53,9 +53,8 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._kernels: list[tuple[Mapping[Any, Any], tuple[Any, ...], Any]] = []
-        #: The calls of `later`, by their numbers.
-        self._later: dict[int, Any] = {}
+        #: Each call, its kernels by the type of low numbers, and the types of its arguments and of its result.
+        self._calls: list[tuple[Any, Mapping[Any, Any], tuple[Any, ...], Any]] = []
         self._addresses: dict[tuple[Any, ...], np.ndarray] = {}
         self._lock = Lock()
 
@@ -65,20 +64,15 @@ class Calls:
         In the tuple of arguments, an array in C order is a tuple itself: its address and its lengths.  Where
         low arrays are bfloat16, `of_pairs` is called in place of `kernel`, if given.
         """
-        number = len(self._kernels)
-        chosen = {types.float32: kernel, types.uint16: of_pairs or kernel}
-        self._kernels.append((chosen, kinds, result))
-        return self._call(number, kinds, result)
+        return self._call({types.float32: kernel, types.uint16: of_pairs or kernel}, kinds, result)
 
     def later(self, *kinds: Any) -> Any:
         """Return the call of a kernel that `addresses` is given, and that returns nothing; see `of`."""
-        number = len(self._kernels)
-        self._kernels.append(({}, kinds, types.none))
-        self._later[number] = self._call(number, kinds, types.none)
-        return self._later[number]
+        return self._call({}, kinds, types.none)
 
-    def _call(self, number: int, kinds: tuple[Any, ...], result: Any) -> Any:
-        """Return the call of the kernel that is in row `number` of the table."""
+    def _call(self, kernels: Mapping[Any, Any], kinds: tuple[Any, ...], result: Any) -> Any:
+        """Return the call of one of these kernels, which is in the next row of the table."""
+        number = len(self._calls)
         wanted = types.Tuple([types.UniTuple(types.int64, 1 + _axes(k)) if _axes(k) else k for k in kinds])
 
         @intrinsic
@@ -106,6 +100,7 @@ class Calls:
 
             return result(addresses, wanted), generate
 
+        self._calls.append((call, kernels, kinds, result))
         return call
 
     def addresses(
@@ -117,8 +112,8 @@ class Calls:
         """Return the addresses int64 [kernels] for low arrays of type `low`, and an empty array of that type.
 
         `low` is float32 or uint16.  `callers` are the kernels that make the calls, each with the types of its
-        arguments and of its result.  `given` has the kernels of the calls of `later`; without them, these
-        calls must not be reached.
+        arguments and of its result.  `given` has the kernels of the calls of `later`, and None for a call of
+        `of` that is not made.  Without a kernel, a call must not be reached.
 
         All that is not yet compiled for `low` is compiled first.  Of several processes that do so at once,
         each takes kernels in an order of its own: where one compiles a kernel, the others would all wait for
@@ -142,8 +137,7 @@ class Calls:
         """Return the table of `addresses`."""
         kind = from_dtype(low)
         kernels = [
-            (given.get(self._later[k]) if k in self._later else chosen[kind], *kinds, result)
-            for k, (chosen, kinds, result) in enumerate(self._kernels)
+            (given.get(call, chosen.get(kind)), *kinds, result) for call, chosen, kinds, result in self._calls
         ] + [(caller, *kinds) for caller, kinds in callers.items()]
         order = [k for k, (kernel, *_) in enumerate(kernels) if kernel is not None]
         found = np.zeros(len(kernels), dtype=np.int64)

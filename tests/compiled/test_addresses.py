@@ -179,3 +179,17 @@ def test_memory_is_written_and_read() -> None:
         return found
 
     assert total(np.arange(64, dtype=np.float32)) == 63 * 32
+
+
+def test_a_call_that_is_not_made_needs_no_kernel() -> None:
+    made, scale, ratio = calls()
+
+    @kernel
+    def some(addresses, x, out, rows):  # type: ignore[no-untyped-def]
+        if rows > 0:
+            scale(addresses, ((x, rows, 2), np.float32(2), (out, rows, 2)))
+        return ratio(addresses, (1, 4))
+
+    table, low = made.addresses(FLOAT, given={scale: None})
+    assert [place == 0 for place in table] == [True, False]
+    assert some((table, low), 0, 0, 0) == 0.25

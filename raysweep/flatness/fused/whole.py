@@ -75,6 +75,13 @@ from raysweep.models.fused.whole import (
 _VECTOR, _MATRIX = types.int64[::1], types.float32[:, ::1]
 
 
+#: Calls of training alone.
+_SUMS = (
+    parts.outer, parts.cross_entropy, parts.junction_backward, parts.norm_backward, parts.embed_backward,
+    parts.sum_rows, parts.sum_low, parts.round_rows,
+)  # fmt: skip
+
+
 class ChunkPasses:
     """The passes of an encoder's chunks with certain weights, float32, without sums of gradients.
 
@@ -97,6 +104,7 @@ class ChunkPasses:
                 parts.norm_norms: kernels.norm,
                 parts.junction_norms: kernels.junction,
                 parts.table_norms: kernels.tables,
+                **dict.fromkeys(_SUMS),
             },
         )
         # The tables know parameters and sums by their addresses.
