@@ -53,7 +53,7 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        #: Each call, its kernels by the type of low numbers, and the types of its arguments and of its result.
+        #: Calls, their kernels by the type of low numbers, and the types of their arguments and results.
         self._calls: list[tuple[Any, Mapping[Any, Any], tuple[Any, ...], Any]] = []
         self._addresses: dict[tuple[Any, ...], np.ndarray] = {}
         self._lock = Lock()
