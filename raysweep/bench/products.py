@@ -16,7 +16,7 @@ from raysweep.bench.environment import PEAK_SIZE
 from raysweep.bench.record import Figure, Goal
 from raysweep.flatness.fused import whole as of_traces
 from raysweep.models.fused import weights
-from raysweep.models.fused.encoder import EncoderWeights
+from raysweep.models.fused.encoder_weights import EncoderWeights
 from raysweep.models.fused.products import Product
 from raysweep.training.throughput import product_flops
 
@@ -119,7 +119,7 @@ def call_by_call(work: Callable[[], object]) -> object:
     """Do some work in which encoders' passes call kernel by kernel, instead of being one call each."""
     whole_for, maker = EncoderWeights.whole_for, of_traces.maker
     EncoderWeights.whole_for = lambda self, chunk: None  # type: ignore[method-assign]
-    of_traces.maker = lambda model: nullcontext()
+    of_traces.maker = lambda model: nullcontext()  # type: ignore[assignment, return-value]
     try:
         return work()
     finally:

@@ -11,7 +11,7 @@ from raysweep.bench import products
 from raysweep.bench.record import Goal
 from raysweep.flatness.fused import whole
 from raysweep.models import EncoderConfig
-from raysweep.models.fused.encoder import EncoderWeights
+from raysweep.models.fused.encoder_weights import EncoderWeights
 from raysweep.models.fused.packing import packed
 from raysweep.models.fused.products import FAST, array, tensor
 from raysweep.models.fused.weights import Matrix

@@ -16,7 +16,7 @@ from raysweep.models import EncoderConfig
 from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
-from raysweep.models.fused import products, tables
+from raysweep.models.fused import encoder_weights, products, tables
 from raysweep.models.fused.packing import Chunk, packed
 from raysweep.models.fused.products import FAST, PAIRS, TILES
 from raysweep.models.fused.sublayer import gathers
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not FAST, reason="torch computes all products on
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let products of few rows be compiled ones as well; in one call they always are."""
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
-    monkeypatch.setattr(fused, "MANY", products.MANY)
+    monkeypatch.setattr(encoder_weights, "MANY", products.MANY)
 
 
 def make(dropout: float = 0.0, language: PCFG = LANGUAGE, **options: Any) -> Encoder:
@@ -57,7 +57,7 @@ def same(one: tuple[float, list[Tensor]], other: tuple[float, list[Tensor]]) -> 
 
 
 def call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused.EncoderWeights, "whole_for", lambda self, chunk: None)
+    monkeypatch.setattr(encoder_weights.EncoderWeights, "whole_for", lambda self, chunk: None)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
@@ -244,7 +244,7 @@ def test_rows_that_are_filled_up_change_nothing(
 def test_few_rows_are_multiplied_by_torch_or_here_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masked words may be few where words are many."""
     model, batch = make(0.2), draw()
-    for module in (products, fused):
+    for module in (products, encoder_weights):
         monkeypatch.setattr(module, "MANY", {torch.float32: 128, torch.bfloat16: 32})
     assert len(batch.index) < 128 <= batch.lengths.sum()
     loss, gradients = stepped(model, batch)
@@ -260,7 +260,7 @@ def test_few_rows_are_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.Monk
     chunks, batch = counted(monkeypatch), draw()
     words = int(batch.lengths.sum())
     for most, served in ((words, 1), (words + 1, 0)):
-        monkeypatch.setattr(fused, "MANY", {dtype: most})
+        monkeypatch.setattr(encoder_weights, "MANY", {dtype: most})
         chunks.clear()
         stepped(make(), batch, dtype)
         assert len(chunks) == served
@@ -284,7 +284,7 @@ def test_all_memory_is_given_back(
             # In one of the chunks of one sentence each, no word is masked.
             chunks = packed(batch, model, 1 if mask == "none" else 10_000)
             chunk = next(c for c in chunks if mask != "none" or len(c.masked) == 0)
-            weights = fused.EncoderWeights(model, dtype)
+            weights = encoder_weights.EncoderWeights(model, dtype)
             whole, given = weights.whole_for(chunk), fused.dropped(model, 7)
             assert whole is not None
             for work in (

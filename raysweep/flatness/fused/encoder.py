@@ -13,7 +13,8 @@ from torch import Tensor
 
 from raysweep.flatness.fused.taps import ChunkNorms, Sink, TappedMatrix, TappedNorm
 from raysweep.models.encoder import Encoder
-from raysweep.models.fused.encoder import EncoderWeights, Layer, Norm, Pass
+from raysweep.models.fused.encoder import Pass
+from raysweep.models.fused.encoder_weights import EncoderWeights, Layer, Norm
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import tensor
 from raysweep.models.fused.weights import Matrix

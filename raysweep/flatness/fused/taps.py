@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness.fused import kernels
-from raysweep.models.fused.encoder import Norm
+from raysweep.models.fused.encoder_weights import Norm
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.weights import Matrix, Vector

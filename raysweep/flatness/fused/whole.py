@@ -24,37 +24,23 @@ from raysweep.compiled.addresses import freed, read, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.flatness.fused import kernels
 from raysweep.models.encoder import Encoder
-from raysweep.models.fused import parts, tables
-from raysweep.models.fused.encoder import EncoderWeights, dropped
+from raysweep.models.fused import calls, tables
+from raysweep.models.fused.calls import add, table_norms
+from raysweep.models.fused.encoder import dropped
+from raysweep.models.fused.encoder_weights import EncoderWeights
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.parts import (
     F0,
-    add,
     array_of,
     filled,
     learn,
     let_go,
     new,
     norms_at,
-    table_norms,
     through,
     through_norm,
 )
-from raysweep.models.fused.products import array
-from raysweep.models.fused.step import Known, known
-from raysweep.models.fused.tables import (
-    EACH_MODULES,
-    EMBEDDING,
-    INPUTS,
-    LAYER_MODULES,
-    OF_EMBEDDING,
-    OUTPUTS,
-    POSITIONS,
-    TOKENS,
-    WORDS,
-    forget,
-)
-from raysweep.models.fused.whole import (
+from raysweep.models.fused.passes import (
     EACH,
     EMBEDDED,
     EMBEDDING_STATS,
@@ -71,14 +57,28 @@ from raysweep.models.fused.whole import (
     head_backward,
     on,
 )
+from raysweep.models.fused.products import array
+from raysweep.models.fused.step import Known, known
+from raysweep.models.fused.tables import (
+    EACH_MODULES,
+    EMBEDDING,
+    INPUTS,
+    LAYER_MODULES,
+    OF_EMBEDDING,
+    OUTPUTS,
+    POSITIONS,
+    TOKENS,
+    WORDS,
+    forget,
+)
 
 _VECTOR, _MATRIX = types.int64[::1], types.float32[:, ::1]
 
 
 #: Calls of training alone.
 _SUMS = (
-    parts.outer, parts.cross_entropy, parts.junction_backward, parts.norm_backward, parts.embed_backward,
-    parts.sum_rows, parts.sum_low, parts.round_rows,
+    calls.outer, calls.cross_entropy, calls.junction_backward, calls.norm_backward, calls.embed_backward,
+    calls.sum_rows, calls.sum_low, calls.round_rows,
 )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ class ChunkPasses:
     """
 
     def __init__(self, weights: EncoderWeights) -> None:
-        calls = parts.CALLS.addresses(
+        addresses = calls.CALLS.addresses(
             np.dtype(np.float32),
             {
                 _forward: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _MATRIX, types.none],
@@ -98,18 +98,18 @@ class ChunkPasses:
                 _clear: [SHELF_TYPE, types.none],
             },
             {
-                parts.matrix_norms: kernels.matrix,
-                parts.norms_by_head: kernels.heads,
-                parts.scale_norms: kernels.scale,
-                parts.norm_norms: kernels.norm,
-                parts.junction_norms: kernels.junction,
-                parts.table_norms: kernels.tables,
+                calls.matrix_norms: kernels.matrix,
+                calls.norms_by_head: kernels.heads,
+                calls.scale_norms: kernels.scale,
+                calls.norm_norms: kernels.norm,
+                calls.junction_norms: kernels.junction,
+                calls.table_norms: kernels.tables,
                 **dict.fromkeys(_SUMS),
             },
         )
         # The tables know parameters and sums by their addresses.
         self.weights = weights
-        self.tables, self._layouts = tables.tables(weights, calls)
+        self.tables, self._layouts = tables.tables(weights, addresses)
         self.modules = int(LAYER_MODULES + EACH_MODULES * self.tables.layers) + len(self.tables.eps) + 1
         self.rows = {
             f"{module}.{name}": (part, number)

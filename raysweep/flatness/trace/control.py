@@ -114,7 +114,7 @@ class Control:
                 rows=rows,
                 squares=rows.square(),
                 means=rows.mean(dim=1),
-                given=tuple(x.detach().clone() for x in (dense.weight, dense.bias, norm.weight, norm.bias)),
+                given=(_own(dense.weight), _own(dense.bias), _own(norm.weight), _own(norm.bias)),
             )
             self.at, self.size = model.head_dense, 4
 
@@ -207,6 +207,11 @@ class Control:
             squares.numpy(), (pb @ head.rows).numpy(), sums.numpy(), apart.numpy(),
         )  # fmt: skip
         return length, apart
+
+
+def _own(x: Tensor) -> Tensor:
+    """Return a copy that no later step changes."""
+    return x.detach().clone()
 
 
 def _squared(x: Tensor) -> Tensor:

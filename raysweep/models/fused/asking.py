@@ -9,40 +9,34 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.addresses import freed
+from raysweep.models.fused.calls import (
+    add_rows,
+    attend,
+    attend_backward,
+    gather,
+    gather_backward,
+    shift_factors_backward,
+    shift_heads,
+    shift_heads_backward,
+)
 from raysweep.models.fused.parts import (
     F0,
     F1,
     INNER,
     UNIT,
     ZERO,
-    add_rows,
     apply,
     array_of,
-    attend,
-    attend_backward,
     back,
     filled,
-    gather,
-    gather_backward,
     learn,
     let_go,
     low,
     low_rows_of,
     new,
-    shift_factors_backward,
-    shift_heads,
-    shift_heads_backward,
     through,
 )
-from raysweep.models.fused.tables import (
-    EACH_VECTORS,
-    KEY,
-    KEY_VALUE,
-    PROJECTION_BIAS,
-    QUERY,
-    VALUE,
-    VECTORS,
-)
+from raysweep.models.fused.tables import EACH_VECTORS, KEY, KEY_VALUE, PROJECTION_BIAS, QUERY, VALUE, VECTORS
 
 
 @kernel(**INNER)

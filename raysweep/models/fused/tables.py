@@ -19,7 +19,7 @@ from raysweep.models.fused.sublayer import gathers
 from raysweep.models.fused.weights import Matrix, Vector
 
 if TYPE_CHECKING:
-    from raysweep.models.fused.encoder import EncoderWeights, Norm
+    from raysweep.models.fused.encoder_weights import EncoderWeights, Norm
 
 # Numbers below are numpy's: numba compiles a kernel anew for each of Python's that another one hands to it.
 

@@ -15,7 +15,7 @@ from raysweep.flatness.fused import norms as fused
 from raysweep.flatness.fused import whole
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.models.fused import products, step, tables
-from raysweep.models.fused.encoder import EncoderWeights
+from raysweep.models.fused.encoder_weights import EncoderWeights
 from raysweep.models.fused.products import FAST
 
 pytestmark = pytest.mark.skipif(not FAST, reason="torch computes all products on this processor")
