@@ -171,7 +171,7 @@ class WholeNorms:
         _clear(self._shelf)
 
 
-#: Passes that nobody uses, known from one measurement of a small model to the next: to make them takes
+#: Passes of small models that no measurement uses at the moment, kept for the next one: making them takes
 #: noticeable time.
 _spare: WeakKeyDictionary[Encoder, tuple[Known, ChunkPasses]] = WeakKeyDictionary()
 
